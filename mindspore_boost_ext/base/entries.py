@@ -67,7 +67,7 @@ def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
     kind, trained = type(optimizer), {id(parameter) for parameter in optimizer.parameters}
     if len(trained) == 1 or name in getattr(kind, "parameter_free", ()):
         return
-    asked, seen = [value], set[int]()
+    seen, asked = set[int](), list[object]([{name: value}])
     while asked:
         holder = asked.pop()
         seen.add(id(holder))
@@ -79,18 +79,21 @@ def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
 
 
 def _items(holder: object, trained: set[int]) -> Iterable[tuple[object, object]]:
-    """Return what a container, a partial or a Cell of the user's own holds, by key or name."""
+    """Return what a container, a partial or an object of the user's own holds, by key or name."""
     if isinstance(holder, dict):
         return holder.items()
     if isinstance(holder, (tuple, list)):
         return enumerate(holder)
     if isinstance(holder, functools.partial):
         return (*enumerate(holder.args), *holder.keywords.items())
-    if not isinstance(holder, nn.Cell) or isinstance(holder, nn.Optimizer):
+    is_own = not is_of_libraries(type(holder).__module__)
+    if not isinstance(holder, nn.Cell):
+        return getattr(holder, "__dict__", {}).items() if is_own else ()
+    if isinstance(holder, nn.Optimizer):
         return ()
     layers = _layers_of(holder, trained)
     within = {name: one for name, one in _compat.children(holder).items() if name not in layers}
-    ours = {} if is_of_libraries(type(holder).__module__) else _compat.own_attributes(holder)
+    ours = _compat.own_attributes(holder) if is_own else {}
     return {**ours, **within}.items()
 
 
@@ -102,14 +105,15 @@ def _layers_of(holder: nn.Cell, trained: set[int]) -> list[str]:
 
 def _why_whole(entry: object, trained: set[int], in_cell: bool) -> str:
     """Return what an entry has that a group of weights cannot use as it is; or an empty text."""
-    if not isinstance(entry, (tuple, list, nn.CellList)) or len(entry) != len(trained):
+    in_order = _in_order(entry)
+    if len(in_order) != len(trained):
         return ""
-    held = [list(leaves(each)) for each in entry]
+    held = [list(leaves(each)) for each in in_order]
     if all(bool(things) and all(_is_state(thing, trained) for thing in things) for things in held):
         return (
-            "a Parameter for each weight under {key!r}, which cannot be split there: hold it as an "
-            "attribute of the optimizer itself, or, if its entries do not belong to weights, name "
-            "it in the class attribute parameter_free = ({name!r},)"
+            "a Parameter for each weight under {key!r}, which cannot be split there: hold it as a "
+            "tuple that is an attribute of the optimizer itself, or, if its entries do not belong "
+            "to weights, name it in the class attribute parameter_free = ({name!r},)"
         )
     if in_cell and {id(thing) for things in held for thing in things} == trained:
         return (
@@ -118,6 +122,14 @@ def _why_whole(entry: object, trained: set[int], in_cell: bool) -> str:
             "parameter_free = ({name!r},)"
         )
     return ""
+
+
+def _in_order(entry: object) -> Sequence[object]:
+    """Return the entries of a list, or of a dict by their number; of anything else none."""
+    if isinstance(entry, dict):
+        numbers = range(len(entry))
+        return [entry[number] for number in numbers] if entry.keys() == set(numbers) else ()
+    return entry if isinstance(entry, (tuple, list, nn.CellList)) else ()
 
 
 def _is_state(thing: object, trained: set[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import mindspore as ms
@@ -325,6 +326,11 @@ class HoldsSums(nn.Cell):
         self.sums = sums
 
 
+@dataclasses.dataclass
+class State:
+    sums: list
+
+
 class Deeper(nn.Optimizer):
     """Keeps a Parameter for each weight in what an attribute holds."""
 
@@ -344,6 +350,12 @@ class Deeper(nn.Optimizer):
         (lambda sums: nn.SequentialCell(HoldsSums(sums)), "'sums'"),
         (lambda sums: {"sums": [(one,) for one in sums]}, "'sums'"),
         (lambda sums: HoldsSums(nn.CellList([HoldsSums(one) for one in sums])), "'sums'"),
+        (lambda sums: dict(enumerate(sums)), "'held'"),
+        (
+            lambda sums: {"state": {place: {"sum": one} for place, one in enumerate(sums)}},
+            "'state'",
+        ),
+        (State, "'sums'"),
         (lambda sums: functools.partial(print, sums), "0"),
         (lambda sums: functools.partial(print, sums=sums), "'sums'"),
     ],
