@@ -598,6 +598,41 @@ def test_an_update_alone_is_refused_where_it_would_get_the_scale():
         made(ClipsAlone, 8.0)
 
 
+class SkipsInner(UpdateAround):
+    def construct(self, loss, gradients, *inputs):
+        return ops.depend(loss, self.optimizer(gradients))
+
+
+class HandsOnByName(UpdateAround):
+    def construct(self, loss, gradients, *inputs):
+        return UpdateAround.construct(self, loss, self.of_optimizer(gradients), *inputs)
+
+    def of_optimizer(self, gradients):
+        return gradients if self.optimizer is not None else ()
+
+
+def test_a_part_that_runs_the_optimizer_past_others_is_refused():
+    def made(kind, scale=1.0, **settings):
+        net = nets.MLP()
+        rates = nn.cosine_decay_lr(0.0, 0.1, 8, 1, 8)
+        optimizer = nn.Momentum(net.trainable_params(), rates, 0.9, loss_scale=scale)
+        manager = ms.FixedLossScaleManager(scale, drop_overflow_update=False)
+        arguments = {"algorithms": [Replacing(kind)], "loss_scale_manager": manager}
+        config = {**switched(**dict.fromkeys(settings, True)), **settings}
+        model_of(net, config, optimizer, BoostModel, **arguments)
+
+    shorter = {"total_steps": 8}
+    made(SkipsInner)  # what it leaves out does nothing else
+    made(HandsOnByName, 8.0)
+    made(HandsOnByName, short_schedule=shorter)
+    with pytest.raises(ValueError, match=r"not self\.inner \(FasterSchedule\), which would do n"):
+        made(SkipsInner, short_schedule=shorter)
+    with pytest.raises(
+        ValueError, match=r"self\.inner \(Update\), which multiplies by .* scale, 8, f"
+    ):
+        made(SkipsInner, 8.0)
+
+
 class Looking(UpdateAround):
     """Keeps the largest gradient that it has seen."""
 

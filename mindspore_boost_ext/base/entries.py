@@ -71,24 +71,29 @@ def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
     while asked:
         holder = asked.pop()
         seen.add(id(holder))
-        for key, entry in _items(holder, trained):
+        for key, entry in _items(holder, trained, kind):
             in_cell = isinstance(holder, nn.Cell) and not _layers_of(holder, trained)
             if reason := _why_whole(entry, trained, in_cell):
                 raise ValueError(f"{kind.__name__}.{name} has {reason.format(key=key, name=name)}")
             asked += [] if id(entry) in seen else [entry]
 
 
-def _items(holder: object, trained: set[int]) -> Iterable[tuple[object, object]]:
-    """Return what a container, a partial or an object of the user's own holds, by key or name."""
+def _items(holder: object, trained: set[int], kind: type) -> Iterable[tuple[object, object]]:
+    """Return what a container, a partial, a Cell or an object holds, by key or name.
+
+    Cells and objects are those of the user's own, objects those of the optimizer's own package.
+    """
     if isinstance(holder, dict):
         return holder.items()
     if isinstance(holder, (tuple, list)):
         return enumerate(holder)
     if isinstance(holder, functools.partial):
         return (*enumerate(holder.args), *holder.keywords.items())
-    is_own = not is_of_libraries(type(holder).__module__)
+    module = type(holder).__module__
+    is_own = not is_of_libraries(module)
     if not isinstance(holder, nn.Cell):
-        return getattr(holder, "__dict__", {}).items() if is_own else ()
+        beside = is_own and module.partition(".")[0] == kind.__module__.partition(".")[0]
+        return getattr(holder, "__dict__", {}).items() if beside else ()
     if isinstance(holder, nn.Optimizer):
         return ()
     layers = _layers_of(holder, trained)

@@ -14,11 +14,14 @@ from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.cells import check_cells
 from mindspore_boost_ext.base.learning_rate import take_in_rates
 from mindspore_boost_ext.base.mapping import call, each
-from mindspore_boost_ext.base.order import is_of_libraries
+from mindspore_boost_ext.base.order import is_of_libraries, names_of
 from mindspore_boost_ext.base.state import list_hidden_parameters
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import NoEffectWarning, warn
 from mindspore_boost_ext.stages.gradients import multiplied
+
+_BESIDE = {"__init__", "restricted", "before_step", "follow_script", "loss_of"}
+_RUN_INNER = {"inner", "super", "UpdateAround"}  # names in a construct that runs what is within
 
 
 class Update(nn.Cell):
@@ -165,6 +168,8 @@ def hiding_sens(part: Update, sens: float) -> Update:
             "optimizer divides out: derive it from UpdateAround, which gets them without; or set "
             "the class attribute divides_sens = True, if it divides by the scale itself"
         )
+    for within in parts[:-1]:
+        _check_runs_inner(within, f"multiplies by the loss scale, {sens:g}, for the optimizer")
     last.factor = float(sens)
     return HidesSens(part, last.factor)
 
@@ -178,12 +183,27 @@ def check_own_part(switch: str, part: object, before: Update) -> None:
         raise TypeError(f"{switch}: update_part must be an Update, got {shown(part)}")
     _check_takes_batch(switch, part)
     if before in parts_within(part):
+        if type(before) is not Update:
+            _check_runs_inner(part, "would do nothing")
         return
     if type(before) is not Update or any(cell is before for _, cell in part.cells_and_names()):
         kind = type(part).__name__
         raise ValueError(
             f"{switch}: {kind} must derive from UpdateAround, be made with the update_part that "
             f"was in its place, {type(before).__name__}, and run it as self.inner"
+        )
+
+
+def _check_runs_inner(part: UpdateAround, what: str) -> None:
+    """Refuse a part of the user's whose construct only runs the optimizer itself."""
+    kinds = itertools.takewhile(lambda kind: not is_of_libraries(kind.__module__), type(part).mro())
+    methods = {name: one for kind in kinds for name, one in vars(kind).items()}
+    code = [getattr(methods[name], "__code__", None) for name in methods.keys() - _BESIDE]
+    names = set().union(*(names_of(one) for one in code if one is not None))
+    if "construct" in methods and "optimizer" in names and names.isdisjoint(_RUN_INNER):
+        raise ValueError(
+            f"construct of {type(part).__name__} runs self.optimizer, but not self.inner "
+            f"({type(part.inner).__name__}), which {what}: run self.inner instead"
         )
 
 
