@@ -603,6 +603,16 @@ class SkipsInner(UpdateAround):
         return ops.depend(loss, self.optimizer(gradients))
 
 
+class RunsInnerAfterAll(SkipsInner):
+    def construct(self, loss, gradients, *inputs):
+        return call(self.inner, (loss, gradients, *inputs))
+
+
+class SkipsAgain(RunsInnerAfterAll):
+    def construct(self, loss, gradients, *inputs):
+        return ops.depend(loss, self.optimizer(gradients))
+
+
 class HandsOnByName(UpdateAround):
     def construct(self, loss, gradients, *inputs):
         return UpdateAround.construct(self, loss, self.of_optimizer(gradients), *inputs)
@@ -625,12 +635,13 @@ def test_a_part_that_runs_the_optimizer_past_others_is_refused():
     made(SkipsInner)  # what it leaves out does nothing else
     made(HandsOnByName, 8.0)
     made(HandsOnByName, short_schedule=shorter)
+    made(RunsInnerAfterAll, short_schedule=shorter)
     with pytest.raises(ValueError, match=r"not self\.inner \(FasterSchedule\), which would do n"):
         made(SkipsInner, short_schedule=shorter)
     with pytest.raises(
         ValueError, match=r"self\.inner \(Update\), which multiplies by .* scale, 8, f"
     ):
-        made(SkipsInner, 8.0)
+        made(SkipsAgain, 8.0)
 
 
 class Looking(UpdateAround):

@@ -196,8 +196,8 @@ def check_own_part(switch: str, part: object, before: Update) -> None:
 
 def _check_runs_inner(part: UpdateAround, what: str) -> None:
     """Refuse a part of the user's whose construct only runs the optimizer itself."""
-    kinds = itertools.takewhile(lambda kind: not is_of_libraries(kind.__module__), type(part).mro())
-    methods = {name: one for kind in kinds for name, one in vars(kind).items()}
+    kinds = [kind for kind in type(part).mro() if not is_of_libraries(kind.__module__)]
+    methods = {name: one for kind in reversed(kinds) for name, one in vars(kind).items()}
     code = [getattr(methods[name], "__code__", None) for name in methods.keys() - _BESIDE]
     names = set().union(*(names_of(one) for one in code if one is not None))
     if "construct" in methods and "optimizer" in names and names.isdisjoint(_RUN_INNER):
