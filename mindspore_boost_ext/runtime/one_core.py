@@ -1,15 +1,15 @@
-"""Keeps the thread that runs a step on the core that MindSpore's workers share, if they do."""
+"""Keeps the thread that trains or evaluates on the core that MindSpore's workers share."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from mindspore import nn
 
-_Step: Any = nn.TrainOneStepCell
+_KINDS: tuple[Any, ...] = (nn.TrainOneStepCell, nn.WithEvalCell)  # what ms.Model runs
 
 
 class _Shared:
@@ -24,10 +24,11 @@ shared = _Shared()
 def share(core: int | None) -> None:
     """Let steps run on this core from now on; None is for all cores."""
     shared.core = core
-    if core is not None and "__call__" not in vars(_Step):  # the script may have its own
-        _Step.__call__ = _call
-    elif core is None and vars(_Step).get("__call__") is _call:
-        del _Step.__call__
+    for kind in _KINDS:
+        if core is not None and "__call__" not in vars(kind):  # the script may have its own
+            kind.__call__ = _call
+        elif core is None and vars(kind).get("__call__") is _call:
+            del kind.__call__
 
 
 if hasattr(os, "register_at_fork"):
@@ -55,6 +56,5 @@ def beside_workers() -> Iterator[None]:
 
 def _call(self: nn.Cell, *inputs: object, **kwargs: object) -> object:
     """Run a step, in either mode."""
-    run: Callable[..., object] = super(_Step, self).__call__
     with beside_workers():
-        return run(*inputs, **kwargs)
+        return nn.Cell.__call__(self, *inputs, **kwargs)
