@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindspore import nn
 
-_KINDS: tuple[Any, ...] = (nn.TrainOneStepCell, nn.WithEvalCell)  # what ms.Model runs
+_MINE = threading.local()  # the cores that this thread gets back after a step
 
 
 class _Shared:
@@ -24,15 +25,22 @@ shared = _Shared()
 def share(core: int | None) -> None:
     """Let steps run on this core from now on; None is for all cores."""
     shared.core = core
-    for kind in _KINDS:
+    for kind, call in _CALLS.items():
         if core is not None and "__call__" not in vars(kind):  # the script may have its own
-            kind.__call__ = _call
-        elif core is None and vars(kind).get("__call__") is _call:
+            kind.__call__ = call
+        elif core is None and vars(kind).get("__call__") is call:
             del kind.__call__
 
 
+def _in_child() -> None:
+    """Give a forked process all cores: it has no workers yet."""
+    share(None)
+    if cores := getattr(_MINE, "cores", None):  # it was forked within a step
+        os.sched_setaffinity(0, cores)
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: share(None))  # it has no workers yet
+    os.register_at_fork(after_in_child=_in_child)
 
 
 @contextlib.contextmanager
@@ -47,14 +55,26 @@ def beside_workers() -> Iterator[None]:
     if core is None or core not in before:  # the script has put this thread elsewhere
         yield
         return
+    outer = getattr(_MINE, "cores", None)  # of the step in which this one runs
+    _MINE.cores = outer or before
     os.sched_setaffinity(0, (core,))
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
+        _MINE.cores = outer
 
 
-def _call(self: nn.Cell, *inputs: object, **kwargs: object) -> object:
-    """Run a step, in either mode."""
-    with beside_workers():
-        return nn.Cell.__call__(self, *inputs, **kwargs)
+def _call_of(kind: type[nn.Cell]) -> Callable[..., object]:
+    """Return a function that runs a Cell of this kind, in either mode."""
+
+    def call(self: nn.Cell, *inputs: object, **kwargs: object) -> object:
+        run: Callable[..., object] = super(kind, self).__call__
+        with beside_workers():
+            return run(*inputs, **kwargs)
+
+    return call
+
+
+# What ms.Model runs.
+_CALLS: dict[Any, Any] = {kind: _call_of(kind) for kind in (nn.TrainOneStepCell, nn.WithEvalCell)}

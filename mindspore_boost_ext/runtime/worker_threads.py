@@ -56,24 +56,30 @@ class Placement:
 
     def _follow_others(self) -> None:
         """Give the workers one core while other processes keep the cores busy."""
-        usage, chance = Usage(self.cores), random.Random(self._process)
-        while not self._ended.wait(_LOOK_EVERY):
-            core = core_for_all(*usage.look(), one_core.shared.core, chance)
-            with self._lock:
-                if self._ended.is_set() or not self.in_force():
-                    return self._end_sharing()
-                if core != one_core.shared.core:
-                    self._share(core)
-        return None
+        usage, chance, goes_on = Usage(self.cores), random.Random(), True
+        while goes_on and not self._ended.wait(_LOOK_EVERY):
+            with contextlib.suppress(OSError):  # too many open files, for a moment
+                goes_on = self._follow(usage, chance)
+
+    def _follow(self, usage: Usage, chance: random.Random) -> bool:
+        """Look once; return whether to go on."""
+        core = core_for_all(*usage.look(), one_core.shared.core, chance)
+        with self._lock:
+            goes_on = not self._ended.is_set() and self.in_force()
+            if not goes_on:
+                self._end_sharing()
+            elif core != one_core.shared.core:
+                self._share(core)
+        return goes_on
 
     def _share(self, core: int | None) -> None:
         """Put all workers on one core, or each on its own."""
         self._end_sharing()
+        self._before = set(_threads())
         cores = self.cores if core is None else [core] * len(self.placed)
         self.placed = dict(zip(self.placed, cores))
         for thread, its_core in self.placed.items():
             _move(thread, [its_core])
-        self._before = set(_threads())
         one_core.share(core)
 
     def _end_sharing(self) -> None:

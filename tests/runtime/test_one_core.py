@@ -6,7 +6,9 @@ import random
 import sys
 import types
 
+import nets
 import pytest
+from mindspore import Tensor, nn
 
 from mindspore_boost_ext.runtime import one_core, other_processes
 from mindspore_boost_ext.runtime.worker_threads import core_for_all
@@ -137,10 +139,20 @@ found["together"] = soon(together)
 core = places()[0]
 started = child_thread(core[0])
 found["steps"] = [trained() == core, here() == CORES, "share one" in row()]
+with one_core.beside_workers(), one_core.beside_workers():
+    found["child of a step"] = child(lambda: here() == CORES)
 found["child"] = child(lambda: not patched() and here() == CORES)
 os.sched_setaffinity(0, [one for one in CORES if [one] != core])
 found["bound by the script"] = trained() == here() != core
 os.sched_setaffinity(0, CORES)
+def look(self):
+    failures.append(1)
+    raise OSError("too many open files")
+
+failures, looks = [], other_processes.Usage.look
+other_processes.Usage.look = look
+found["after an error"] = soon(lambda: len(failures) > 2)
+other_processes.Usage.look = looks
 others[0] = 0.0
 found["apart again"] = soon(lambda: places() == [[one] for one in CORES])
 found["a thread that a step has started"] = sorted(os.sched_getaffinity(started)) == CORES
@@ -169,7 +181,9 @@ def test_steps_run_beside_the_workers_while_these_share_a_core(tmp_path, mode):
         "alone": [cores, True, cores],
         "together": True,
         "steps": [True, True, True],
+        "child of a step": True,
         "child": True,
+        "after an error": True,
         "bound by the script": True,
         "apart again": True,
         "a thread that a step has started": True,
@@ -187,3 +201,25 @@ def test_a_step_that_fails_gives_the_cores_back(monkeypatch):
     with pytest.raises(KeyError), one_core.beside_workers():
         raise KeyError
     assert moves == [(0, (1,)), (0, {0, 1})]
+
+
+class Counting(nn.Cell):
+    def __call__(self, *inputs):
+        self.calls += 1
+        return super().__call__(*inputs)
+
+
+class CountingStep(nn.TrainOneStepCell, Counting):
+    calls = 0
+
+
+@needs_linux
+def test_a_call_that_comes_later_in_the_order_of_classes_runs(pynative_mode):
+    net = nets.MLP()
+    step = CountingStep(nn.WithLossCell(net, nets.loss_fn()), nn.SGD(net.trainable_params(), 0.1))
+    one_core.share(min(os.sched_getaffinity(0)))
+    try:
+        step(*map(Tensor, nets.batches(1)[0]))
+    finally:
+        one_core.share(None)
+    assert step.calls == 1
