@@ -89,10 +89,13 @@ class Shuffling(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.count = Parameter(Tensor(0.0), name="count", requires_grad=False)
+        self.count = Parameter(Tensor(0.0), name="count")
+        self.random, self.seen, self.calls = np.random.default_rng(0), [], 0
 
     def construct(self, x):
         ops.assign_add(self.count, Tensor(1.0))
+        self.calls += 1
+        self.seen.append(self.random.random())
         return (x + float(np.random.random()),)
 
 
@@ -104,8 +107,17 @@ def test_looking_at_a_batch_changes_no_state(mode):
     seen = [float(batch_behind(part, Tensor(0.0))[0].asnumpy()) for _ in range(2)]
     # A number of float64 that is added in float32.
     assert seen == pytest.approx([expected] * 2, rel=1e-7)
-    assert float(part.count.asnumpy()) == 0.0
+    assert (float(part.count.asnumpy()), part.calls, part.seen) == (0.0, 0, [])
+    assert part.random.random() == np.random.default_rng(0).random()
     assert np.random.random() == expected
+
+
+def test_a_function_may_change_the_batch(pynative_mode):
+    config = switched(grad_accumulation=True)
+    config["grad_accumulation"] = {"grad_accumulation_step": 2}
+    step = step_of(nets.MLP(), config, lambda x, labels: (2 * x, labels), nets.loss_fn())
+    step(*map(Tensor, nets.batches(1)[0]))
+    assert step.window_part.micro_steps() == 1
 
 
 def test_a_part_that_fails_when_it_is_tried_shows_no_batch(mode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import mindspore as ms
 import nets
@@ -613,6 +614,33 @@ class SkipsAgain(RunsInnerAfterAll):
         return ops.depend(loss, self.optimizer(gradients))
 
 
+def plainly(method):
+    @functools.wraps(method)
+    def wrapped(self, *inputs):
+        return method(self, *inputs)
+
+    return wrapped
+
+
+class Decorated(UpdateAround):
+    @plainly
+    def construct(self, loss, gradients, *inputs):
+        return call(self.inner, (loss, gradients, *inputs))
+
+    def rate(self):
+        return self.optimizer.get_lr()
+
+
+def run_within(part, *inputs):
+    return call(part.inner, inputs)
+
+
+class ByFunction(UpdateAround):
+    def construct(self, loss, gradients, *inputs):
+        assert len(gradients) == len(self.optimizer.parameters)
+        return run_within(self, loss, gradients, *inputs)
+
+
 class HandsOnByName(UpdateAround):
     def construct(self, loss, gradients, *inputs):
         return UpdateAround.construct(self, loss, self.of_optimizer(gradients), *inputs)
@@ -635,7 +663,8 @@ def test_a_part_that_runs_the_optimizer_past_others_is_refused():
     made(SkipsInner)  # what it leaves out does nothing else
     made(HandsOnByName, 8.0)
     made(HandsOnByName, short_schedule=shorter)
-    made(RunsInnerAfterAll, short_schedule=shorter)
+    for kind in (RunsInnerAfterAll, Decorated, ByFunction):
+        made(kind, short_schedule=shorter)
     with pytest.raises(ValueError, match=r"not self\.inner \(FasterSchedule\), which would do n"):
         made(SkipsInner, short_schedule=shorter)
     with pytest.raises(

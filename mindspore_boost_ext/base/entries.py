@@ -18,6 +18,7 @@ ALIGNED = frozenset(
     ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
 )
 _RATES = "init_learning_rate"  # MindSpore's base class keeps the argument: a list is one of steps
+_MOST = 10_000  # entries: what has more is data
 ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 
 
@@ -72,7 +73,7 @@ def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
         holder = asked.pop()
         seen.add(id(holder))
         for key, entry in _items(holder, trained, kind):
-            in_cell = isinstance(holder, nn.Cell) and not _layers_of(holder, trained)
+            in_cell = isinstance(holder, nn.Cell) and not _has_layers(holder, trained)
             if reason := _why_whole(entry, trained, in_cell):
                 raise ValueError(f"{kind.__name__}.{name} has {reason.format(key=key, name=name)}")
             asked += [] if id(entry) in seen else [entry]
@@ -83,6 +84,8 @@ def _items(holder: object, trained: set[int], kind: type) -> Iterable[tuple[obje
 
     Cells and objects are those of the user's own, objects those of the optimizer's own package.
     """
+    if isinstance(holder, (dict, tuple, list)) and len(holder) > _MOST:
+        return ()
     if isinstance(holder, dict):
         return holder.items()
     if isinstance(holder, (tuple, list)):
@@ -96,16 +99,16 @@ def _items(holder: object, trained: set[int], kind: type) -> Iterable[tuple[obje
         return getattr(holder, "__dict__", {}).items() if beside else ()
     if isinstance(holder, nn.Optimizer):
         return ()
-    layers = _layers_of(holder, trained)
-    within = {name: one for name, one in _compat.children(holder).items() if name not in layers}
+    # In a network, and beside one, other Cells may be layers that are not trained.
+    within = {} if _has_layers(holder, trained) else _compat.children(holder)
     ours = _compat.own_attributes(holder) if is_own else {}
     return {**ours, **within}.items()
 
 
-def _layers_of(holder: nn.Cell, trained: set[int]) -> list[str]:
-    """Return the names of Cells with weights, in a network or in what holds one."""
-    within = _compat.children(holder).items()
-    return [name for name, cell in within if any(id(one) in trained for one in _parameters(cell))]
+def _has_layers(holder: nn.Cell, trained: set[int]) -> bool:
+    """Return whether a Cell is a network, or holds one: its children have weights."""
+    within = _compat.children(holder).values()
+    return any(id(one) in trained for cell in within for one in _parameters(cell))
 
 
 def _why_whole(entry: object, trained: set[int], in_cell: bool) -> str:

@@ -101,6 +101,12 @@ def _source_of(code: type | Callable[..., Any]) -> ast.AST:
         return ast.Module([], [])
 
 
+def methods_of(kind: type) -> dict[str, ast.FunctionDef]:
+    """Return the methods in the source of a class, by name; none if there is no source."""
+    body = [one for each in getattr(_source_of(kind), "body", ()) for one in each.body]
+    return {one.name: one for one in body if isinstance(one, ast.FunctionDef)}
+
+
 @functools.lru_cache(maxsize=1024)
 def _values_read(kind: type) -> list[tuple[ast.expr, Bindings]]:
     """Return each ``a.b`` and ``a[i]`` whose value a method uses, with the local names there."""

@@ -24,7 +24,7 @@ def remember_parts(step: StepCell) -> None:
 def follow_parts(step: StepCell) -> None:
     """Before the first step, use another optimizer; warn of what would be left out."""
     made_with = step.__dict__.pop("_made_with", {})  # else what was replaced would be kept
-    later = [name for name, one in made_with.items() if getattr(step, name) is not one]
+    later = [name for name, one in made_with.items() if not _is_same(getattr(step, name), one)]
     if "optimizer" in later and _use_optimizer(step):
         later.remove("optimizer")
     if step.choice_part is None:  # the step itself runs, and looks at these
@@ -38,6 +38,10 @@ def follow_parts(step: StepCell) -> None:
             NoEffectWarning,
         )
     _warn_of_own_methods(step)
+
+
+def _is_same(now: object, before: object) -> bool:
+    return now is before or (isinstance(now, (int, float)) and now == before)
 
 
 def _use_optimizer(step: StepCell) -> bool:

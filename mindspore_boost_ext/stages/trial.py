@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,8 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
     of a loss have their old values, and the random numbers of Python and NumPy go on where they
     were. Lists in a loss, and the state of its own random numbers, are not restored.
     """
-    with _compat.running_eagerly(), kept_random_numbers(), _keeping(network):
+    kept = [(one, host_array(one).copy()) for one in _written(network)]
+    with _compat.running_eagerly(), kept_random_numbers():
         copies: dict[bool, Any] = {}
 
         def run(*inputs: object, losses_train: bool = True) -> Outcome:
@@ -52,34 +54,27 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
             with _compat.forgetting_failures():
                 return _outcome(copies[losses_train](*inputs))
 
-        yield run
+        try:
+            yield run
+        finally:
+            for one, value in kept:
+                if not np.array_equal(host_array(one), value, equal_nan=True):
+                    ops.assign(one, Tensor(value, one.dtype))
 
 
 def batch_behind(part: nn.Cell | None, *inputs: Any) -> tuple[Any, ...]:
-    """Return a batch as the network sees it: as ``batch_part`` changes it, which stays as it was.
+    """Return a batch as the network sees it: as a copy of ``batch_part`` changes it.
 
-    A part that runs in a graph only is not tried.
+    A part that cannot be copied, or runs in a graph only, is not tried.
     """
     if part is None:
         return inputs
-    with _compat.running_eagerly(), kept_random_numbers(), _keeping(part):
+    with _compat.running_eagerly(), kept_random_numbers():
         try:
-            found = part(*inputs)
+            found = copy.deepcopy(part)(*inputs)  # it may count, or draw numbers of its own
         except Exception:  # the user's part
             return inputs
     return tuple(found) if isinstance(found, (tuple, list)) else inputs
-
-
-@contextlib.contextmanager
-def _keeping(network: nn.Cell) -> Iterator[None]:
-    """At the end give Tensors that a network may change by itself their old values."""
-    kept = [(one, host_array(one).copy()) for one in _written(network)]
-    try:
-        yield
-    finally:
-        for one, value in kept:
-            if not np.array_equal(host_array(one), value, equal_nan=True):
-                ops.assign(one, Tensor(value, one.dtype))
 
 
 def _written(network: nn.Cell) -> list[Tensor]:
@@ -94,11 +89,12 @@ def _written(network: nn.Cell) -> list[Tensor]:
 
 def _evaluating(network: nn.Cell, losses_train: bool) -> nn.Cell:
     """Return a copy in evaluation mode; its losses may train: some compare samples only then."""
-    copy = EvalCopy(network, [network]).network
-    losses = [cell for _, cell in copy.cells_and_names() if isinstance(cell, nn.LossBase)]
+    evaluating = EvalCopy(network, [network]).network
+    cells = [cell for _, cell in evaluating.cells_and_names()]
+    losses = [cell for cell in cells if isinstance(cell, nn.LossBase)]
     for cell in losses if losses_train else ():
         nn.Cell.add_flags(cell, training=True)  # its own add_flags keeps it in evaluation mode
-    return copy
+    return evaluating
 
 
 def _outcome(outputs: object) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 from typing import Any
@@ -14,7 +15,7 @@ from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.cells import check_cells
 from mindspore_boost_ext.base.learning_rate import take_in_rates
 from mindspore_boost_ext.base.mapping import call, each
-from mindspore_boost_ext.base.order import is_of_libraries, names_of
+from mindspore_boost_ext.base.order import is_of_libraries, methods_of
 from mindspore_boost_ext.base.state import list_hidden_parameters
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import NoEffectWarning, warn
@@ -197,10 +198,11 @@ def check_own_part(switch: str, part: object, before: Update) -> None:
 def _check_runs_inner(part: UpdateAround, what: str) -> None:
     """Refuse a part of the user's whose construct only runs the optimizer itself."""
     kinds = [kind for kind in type(part).mro() if not is_of_libraries(kind.__module__)]
-    methods = {name: one for kind in reversed(kinds) for name, one in vars(kind).items()}
-    code = [getattr(methods[name], "__code__", None) for name in methods.keys() - _BESIDE]
-    names = set().union(*(names_of(one) for one in code if one is not None))
-    if "construct" in methods and "optimizer" in names and names.isdisjoint(_RUN_INNER):
+    methods = {name: one for kind in reversed(kinds) for name, one in methods_of(kind).items()}
+    nodes = [node for name in methods.keys() - _BESIDE for node in ast.walk(methods[name])]
+    called = {getattr(node.func, "attr", "") for node in nodes if isinstance(node, ast.Call)}
+    names = {getattr(node, "attr", getattr(node, "id", "")) for node in nodes}
+    if "construct" in methods and "optimizer" in called and names.isdisjoint(_RUN_INNER):
         raise ValueError(
             f"construct of {type(part).__name__} runs self.optimizer, but not self.inner "
             f"({type(part.inner).__name__}), which {what}: run self.inner instead"

@@ -389,6 +389,21 @@ def test_state_beside_the_network_cannot_be_divided():
         optimizer_view(optimizer, (1, 2))
 
 
+class Frozen(nn.Cell):
+    """Has as many blocks that are not trained as its head has weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.CellList([nn.Dense(2, 2), nn.Dense(2, 2)])
+        self.head = nn.Dense(2, 2)
+
+
+def test_layers_that_are_not_trained_are_no_state():
+    net = Frozen()
+    optimizer = Deeper(net.head.trainable_params(), lambda sums: net)
+    assert optimizer_view(optimizer, (1,)).held is net
+
+
 class ListsItsWeights(nets.MLP):
     def __init__(self):
         super().__init__()
