@@ -803,7 +803,7 @@ class Factor(nn.Cell):
 
 
 class ReplacesItsCell(SetsAnAttribute):
-    """Holds a Cell, whose factors have nothing to do with how many weights there are."""
+    """Has its factors in a Cell, and another Cell for each batch."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -822,7 +822,7 @@ class ReplacesItsCell(SetsAnAttribute):
 
 
 def moved_beside(switch, part):
-    """Return which weights move if factors keep all but the last one, and an algorithm is on."""
+    """Return which weights move if the part's factors are 0 for all but the last one."""
     config = switched(**{switch: True})
     config[switch] = {
         "grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 2},

@@ -11,10 +11,10 @@ in front, take turns. Prints the median of the ratios (tuned over plain): of the
 introduction, and steps that are a function of ``ms.jit``, run in a loop of their own. Instead of
 the import, ``--by-hand`` sets ``ONEDNN_MAX_CPU_ISA`` and ``launch_blocking`` in the plain process.
 ``--isa AVX2`` sets the first in both, so that the rest is measured alone. ``--neighbours`` starts
-other processes that compute all the time. ``--compiled`` compiles the steps of PYNATIVE_MODE by
-this package. ``--over-graph`` compares with the import in GRAPH_MODE, not with plain; that runs
-more steps, so weights differ. With AVX-512 a plain run of the large ResNet takes more than eight
-minutes: name the other tasks.
+other processes that compute all the time, or for the share ``--load`` of it. ``--compiled``
+compiles the steps of PYNATIVE_MODE by this package. ``--over-graph`` compares with the import in
+GRAPH_MODE, not with plain; that runs more steps, so weights differ. With AVX-512 a plain run of the
+large ResNet takes more than eight minutes: name the other tasks.
 """
 
 from __future__ import annotations
@@ -252,18 +252,22 @@ def in_own_process(task: str, how: str, cores: int, isa: str, script: str) -> di
         raise SystemExit(f"{task}, {how}: {str(error)[-2000:]}") from error
 
 
-# Until the process that has started it ends, however it ends.
-_COMPUTES = """import os
-parent = os.getppid()
+# A share of each 30 ms, until the process that has started it ends, however it ends.
+_COMPUTES = """import os, sys, time
+parent, load = os.getppid(), float(sys.argv[1])
 while os.getppid() == parent:
-    sum(range(1_000_000))
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.03 * load:
+        pass
+    time.sleep(0.03 * (1 - load))
 """
 
 
 @contextmanager
-def neighbours(number: int) -> Iterator[None]:
-    """Let other processes compute beside what is measured."""
-    busy = [subprocess.Popen([sys.executable, "-c", _COMPUTES]) for _ in range(number)]
+def neighbours(number: int, load: float) -> Iterator[None]:
+    """Let other processes compute beside what is measured, for a share of the time."""
+    command = [sys.executable, "-c", _COMPUTES, str(load)]
+    busy = [subprocess.Popen(command) for _ in range(number)]
     try:
         yield
     finally:
@@ -280,7 +284,7 @@ def row(candidate: Run, reference: Run, options: Any, cores: int, script: str) -
     pairs = []
     for number in range(options.rounds):
         order = (reference, candidate) if number % 2 else (candidate, reference)
-        with neighbours(options.neighbours):
+        with neighbours(options.neighbours, options.load):
             results = {run: in_own_process(*run, cores, options.isa, script) for run in order}
         pairs.append((results[reference], results[candidate]))
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
@@ -303,6 +307,7 @@ def main(argv: Sequence[str] | None = None, script: str = "machine") -> None:
     how.add_argument("--compiled", action="store_true", help="a compiled step")
     parser.add_argument("--isa", default="", help="oneDNN's instruction set in both processes")
     parser.add_argument("--neighbours", type=int, default=0, help="other processes that compute")
+    parser.add_argument("--load", type=float, default=1.0, help="share of the time that they do")
     parser.add_argument("--over-graph", action="store_true", help="over GRAPH_MODE, not plain")
     options = parser.parse_args(argv)
     suffix, reference = (" in GRAPH_MODE", "tuned") if options.over_graph else ("", "plain")

@@ -72,8 +72,8 @@ def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
     while asked:
         holder = asked.pop()
         seen.add(id(holder))
+        in_cell = isinstance(holder, nn.Cell) and not _has_layers(holder, trained)
         for key, entry in _items(holder, trained, kind):
-            in_cell = isinstance(holder, nn.Cell) and not _has_layers(holder, trained)
             if reason := _why_whole(entry, trained, in_cell):
                 raise ValueError(f"{kind.__name__}.{name} has {reason.format(key=key, name=name)}")
             asked += [] if id(entry) in seen else [entry]

@@ -182,8 +182,10 @@ class GrowingInputs(Algorithm):
 
     def _check_declared(self, step: StepCell, *inputs: object) -> None:
         """Raise a ``ValueError`` if a graph does not know the sizes that are made smaller."""
-        shapes = [] if step.runs_eagerly() else declared_shapes(step)
+        if step.runs_eagerly() or not (shapes := declared_shapes(step)):
+            return
         *small, full = self._sizes(*inputs)
+        # A batch_part of the user's own may return fewer inputs than it takes.
         for number, shape in enumerate(shapes[: len(full)]):
             grows = any(each[number] != full[number] for each in small)
             if grows and is_open(shape, slice(1, None)):
